@@ -221,7 +221,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def compare(flags: argparse.Namespace) -> None:
     """Plan, run, choose, and write the pages."""
-    (methods,) = csv.reader([flags.methods], skipinitialspace=True) if flags.methods else [[""]]
+    on_a_line = flags.methods.replace("\n", " ")
+    (methods,) = csv.reader([on_a_line], skipinitialspace=True) if on_a_line else [[""]]
     entries = [entry_of(text.strip()) for text in methods]
     if len(entries) < 2 or len({entry.label for entry in entries}) < len(entries):
         raise UserError(f"--methods {flags.methods}: expected two or more, each once", 2)
@@ -232,7 +233,7 @@ def compare(flags: argparse.Namespace) -> None:
     settings += flags.flags
     place = ["--data", flags.data] + (["--archives", flags.archives] if flags.archives else [])
     left_out = f"-without-{flags.targets.replace(',', '-')}" if flags.targets else ""
-    out = Path(flags.out or f"runs/benchmark-{named(flags.dataset).short}{left_out}").resolve()
+    out = Path(flags.out or f"runs/benchmark-{named(flags.dataset).short}{left_out}").absolute()
     trials = [trials_of(entry, grid, settings, seeds, place, out) for entry in entries]
     unused = set(grid) - {name for of_entry in trials for name, _ in of_entry[0].values}
     if unused:

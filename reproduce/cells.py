@@ -16,7 +16,7 @@ from plumbing.run.several import means_over_columns
 from reproduce import intervals
 from reproduce.measures.overhead import network_cost
 from reproduce.methods import setting, short_name
-from reproduce.records import PlannedRun, Records, cut_off, reading_of
+from reproduce.records import PlannedRun, Records, cut_off, lacks_reading, reading_of
 from reproduce.tables import Block, Column, Row, Table
 
 WIDE = 3.0  # points: an interval with 0 that reaches further cannot tell
@@ -285,12 +285,13 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
                     lacking += [(table.id, run) for run in cell.missing]
     by_key = {}
     for part, run in lacking:
-        run.replace = records.has(run) and not cut_off(run)
+        run.replace = (records.has(run) or lacks_reading(run)) and not cut_off(run)
         trains = run.key[:-1]  # what it asks of the run, --after-training or not, is the last
         known = by_key.setdefault(trains, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
         if run.args.after_training and not known.run.args.after_training:
             known.run.flags += ("--after-training",)  # one run gives both readings
+            known.run.replace = known.run.replace or run.replace
         if part not in known.parts:
             known.parts.append(part)
     return list(by_key.values())

@@ -21,12 +21,8 @@ from reproduce.templates import TEMPLATES
 
 NOTHING = "not measured"
 OWN = "the paper's own setting"
-HEAD = ["claim", "printed", "measured here (95%)", "answer", "on the source domains, method / baseline"]
-
-BEHIND_WORDS = (" These methods did worse than FedAvg even on the domains that they were trained on (their "
-                f"*sources*): by more than {BEHIND:g} points on held-out images. So the number may show a "
-                "training that did not get far enough, and not a bad idea. (We chose the "
-                f"{BEHIND:g} points after we had seen FedSR's numbers.)")
+HEAD = ["gain", "printed", "here, in the paper's own setting (95%)", "on the sources, method / baseline",
+        "here, in other settings"]
 SIGNS = Signs("printed", "measured here, 95% interval",
               f"behind: more than {BEHIND:g} points below its baseline on the sources",
               "answers no claim: other data or scale, not tested alike, or too few seeds")
@@ -104,27 +100,23 @@ def learned_words(measured: Measured) -> str:
 
 
 def where_learned(answer: Answer) -> str:
-    """Where the method was behind on its sources in the paper's own setting: its gains in the other settings,
-    apart for those where it was not and those where it was."""
+    """Where the method was behind on its sources and where not, in the other settings that have all seeds and
+    runs of their own: how many there are, and their gains."""
     learned, lost = [], []
     for measured in answer.others:
         of_own_runs = measured.records == answer.own.records  # by another round
         if not of_own_runs and measured.decided and measured.alike and not measured.specification.other_data:
             (lost if measured.not_learned else learned).append(measured.difference)
-    if not answer.own.not_learned or not learned:
-        return ""
-    words = ("Among the other settings with all seeds and runs of their own it was not behind in "
-             f"{len(learned)} (gain {reach(learned)})")
-    if lost:
-        words += f" and behind in {len(lost)} (gain {reach(lost)})"
-    return words + "."
+    parts = [f"not behind in {len(learned)} ({reach(learned)})" if learned else "",
+             f"behind in {len(lost)} ({reach(lost)})" if lost else ""]
+    return ", ".join(filter(None, parts))
 
 
 def reach(gains: list[float]) -> str:
-    """+4.6, or between -0.4 and +2.6."""
+    """+4.6, or -0.4 to +2.6."""
     if len(gains) == 1:
         return f"{gains[0]:+.1f}"
-    return f"between {min(gains):+.1f} and {max(gains):+.1f}"
+    return f"{min(gains):+.1f} to {max(gains):+.1f}"
 
 
 def loss(value: float | None) -> str:
@@ -150,7 +142,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     if not of_all:
         return "Nothing is missing."
     if not of_own:
-        return f"{command} trains the rest; the paper's own setting lacks no run.{further}{needs}"
+        return f"In the paper's own setting nothing.{further} {command} trains them.{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
     time = "time unknown"
@@ -164,68 +156,31 @@ def count(trainings: int) -> str:
     return f"{trainings} training{'' if trainings == 1 else 's'}"
 
 
-def row_of(answer: Answer) -> list[str]:
-    """A claim's row in the table of those with runs."""
-    own = answer.own
-    name = f"[{answer.paper.name}](claims/{answer.paper.id}.md): {answer.claim.says}"
-    learned = "-"
-    if own.gains:
-        mine, theirs = (own.learned(method) for method in own.claim.methods)
-        learned = f"training loss {loss(mine.loss)} / {loss(theirs.loss)}"
-        if mine.sources is not None and theirs.sources is not None:
-            learned = f"{mine.sources:.1f} / {theirs.sources:.1f}%, {learned}"
-        if own.not_learned:
-            learned = f"**behind**: {learned}"
-    measured, other = gain_words(own), instead(answer)
-    if other and not own.gains:
-        measured += f" yet; {other.specification.name}: {gain_words(other)}"
-    return [name, f"{answer.printed:+.1f}", measured, answer_words(own), learned]
+def row_of(answer: Answer, folder: str) -> list[str]:
+    """A claim's row in the table of those with runs; its page is in `folder`."""
+    own, claim, other = answer.own, answer.claim, instead(answer)
+    place = claim.place.rpartition("; ")[2] + f", {claim.columns[0]}" * (len(claim.columns) == 1)
+    name = f"[{' over '.join(claim.methods)}]({folder}/{answer.paper.id}.md), {claim.dataset} ({place})"
+    words, sources = gain_words(own), "-"
+    if own.decided:
+        words = f"{answer_words(own)}{', **behind**' * own.not_learned}: {words}"
+    elif other and not own.gains:
+        words += f"; {other.specification.name}: {gain_words(other)}"
+    mine, theirs = (own.learned(method) for method in claim.methods)
+    if own.gains and None not in (mine.sources, theirs.sources):
+        sources = f"{mine.sources:.1f} / {theirs.sources:.1f}%"
+    return [name, f"{answer.printed:+.1f}", words, sources, where_learned(answer) or "-"]
 
 
-def table_of_all(every: list[Answer]) -> str:
+def table_of_all(every: list[Answer], folder: str) -> str:
     """The claims with runs at the paper's data and scale."""
-    return table_text([row_of(answer) for answer in every if answer.has_runs], HEAD)
+    return table_text([row_of(answer, folder) for answer in every if answer.has_runs], HEAD)
 
 
-def verdicts(every: list[Answer]) -> list[str]:
-    """What holds, what does not and what is open in the papers' own settings: a point for each, its claims
-    below it. The gain of a method that was behind there says little of its idea: it stands by itself."""
-    decided = [answer for answer in every if answer.own.decided]
-    kinds = {"gains": "Gains", "loses": "Loses", "open": "Open",
-             "behind": "Behind on its own source domains"}
-    lines = []
-    for kind, words in kinds.items():
-        claims = [f"  - {verdict_words(answer)}" for answer in decided
-                  if kind == ("behind" if answer.own.not_learned else answer.own.verdict)]
-        if claims:
-            more = BEHIND_WORDS if kind == "behind" else ""
-            lines += [f"- **{words}.**{more}", *claims]
-    for paper in {answer.paper.id: answer.paper for answer in every}.values():
-        lines += [f"- {TEMPLATES.from_string(line).render(functions(every))}" for line in paper.readme]
-    others = [answer for answer in every if not answer.own.decided]
-    papers = ", ".join(dict.fromkeys(answer.paper.name for answer in others))
-    if others:
-        lines.append(f"- **Not measured in the paper's own setting:** {len(others)} claims of "
-                     f"{papers}. Their pages have the command that trains what is missing.")
-    return lines
-
-
-def verdict_words(answer: Answer) -> str:
-    """FedSR over FedAvg (Table 1, average): -9.0 (-9.6 to -8.3), printed +2.8. Then where it had learned."""
-    a, b = answer.claim.methods
-    place = answer.claim.place.rpartition("; ")[2]
-    page = f"results/claims/{answer.paper.id}.md"
-    words = (f"[{a} over {b}]({page}) ({place}): {answer.own.verdict}, {answer.own.gain()}; "
-             f"printed {answer.printed:+.1f}.")
-    return f"{words} {where_learned(answer)}".rstrip()
-
-
-def short_gain(answer: Answer) -> str:
-    """-9.0, behind on its sources; or that nothing was measured."""
-    own = answer.own
-    if not own.gains:
-        return NOTHING
-    return f"{own.difference:+.1f}{', behind on its sources' * own.not_learned}"
+def remarks(every: list[Answer]) -> list[str]:
+    """The papers' sentences for the README."""
+    papers = {answer.paper.id: answer.paper for answer in every}.values()
+    return [TEMPLATES.from_string(line).render(functions(every)) for paper in papers for line in paper.readme]
 
 
 def lines_of(method: str) -> int:
@@ -235,16 +190,16 @@ def lines_of(method: str) -> int:
 
 def answered(every: list[Answer]) -> str:
     """How many claims are answered."""
-    decided = [answer.paper.name for answer in every if answer.own.decided]
-    names = " and ".join(dict.fromkeys(decided))
-    return f"We answered {len(decided)} of the papers' {len(every)} claims so far, all of {names}."
+    decided = [answer for answer in every if answer.own.decided]
+    names = " and ".join(dict.fromkeys(answer.paper.name for answer in decided))
+    return f"{len(decided)} of the papers' {len(every)} claims are answered so far, all of {names}."
 
 
 def table_of_settings(answer: Answer) -> str:
     """A row for each setting of a claim."""
     a, b = answer.claim.methods
     heads = ["setting", "gain (95%)", "answer", f"training loss, {a} / {b}", "on the sources, %",
-             f"{b}, here / printed {answer.levels[1]:.1f}", "seeds", "numbers"]
+             f"{b}, here / printed {answer.levels[1]:.1f}", "seeds", "precision, device"]
     return table_text([setting_row(answer, measured) for measured in answer.measured], heads)
 
 
@@ -327,6 +282,17 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
     return of_settings
 
 
+def differing(command: str, first: str) -> str:
+    """The flags of a command that the first one lacks or has with another value; the whole command if flags
+    do not make it of the first one."""
+    start, *mine = command.split(" --")
+    of_first, *theirs = first.split(" --")
+    mine, theirs = (dict(flag.partition(" ")[::2] for flag in flags) for flags in (mine, theirs))
+    if start != of_first or theirs.keys() - mine.keys():
+        return command
+    return " ".join(f"--{flag} {mine[flag]}".strip() for flag in mine if theirs.get(flag) != mine[flag])
+
+
 # Figures
 
 
@@ -406,8 +372,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
     return curve["round"], curve.get(name, [])
 
 
-for function in (answer_words, answered, commands_of, gain_words, learned_words, lines_of, missing_words,
-                 sentence_of, short_gain, table_of_all, table_of_settings, verdicts,
-                 where_learned, why):
+for function in (answer_words, answered, commands_of, differing, gain_words, learned_words, lines_of,
+                 missing_words, remarks, sentence_of, table_of_all, table_of_settings, where_learned, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

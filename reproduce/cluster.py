@@ -8,7 +8,7 @@ from collections import Counter
 
 from plumbing.run.errors import UserError, handled, interrupt
 from reproduce.methods import ROOT
-from reproduce.records import Place, PlannedRun
+from reproduce.records import Place, PlannedRun, cut_off
 from reproduce.runner import Processes, by_training, count, execute_group
 
 from tqdm import tqdm
@@ -67,5 +67,5 @@ class Job:
         last checkpoint."""
         import submitit
         for run in group:
-            run.replace = False
+            run.replace = run.replace and not cut_off(run)
         return submitit.helpers.DelayedSubmission(Job(), group, place)

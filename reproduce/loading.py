@@ -85,7 +85,6 @@ def rebuilt(folder, which: str, client: str | int | None, device: str, data: str
     saved = read_run(folder, which)
     own = method_in(script, saved["identity"]["method"]) if script else None
     module, settings = settings_from(saved, device, data, archives, any_code, own, backbone, dataset)
-    settings.weights = "none"  # the state has all of them
     prepare(settings)
     build, told = builder_of(module), saved["data"]
     try:

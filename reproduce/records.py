@@ -25,24 +25,15 @@ from reproduce.methods import ROOT, arguments, method, setting, short_name
 
 READING = ("best", "last", "curve")  # what a record has twice if its run had --after-training
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
-# {method: {a field that its file no longer has: the value that the file still has}}.
+# {method: {a field that its file no longer has: the value that the file still has}}, where records differ.
 REMOVED: dict[str, dict] = {
-    "fdse": {"variant": "paper", "G": 2, "con_loss": "eq6", "dse_relu": True, "stem_padding": 2, "pad": True,
-             "fc_identity": True},
-    "fedsr": {"norm": "squared", "kl_scale": False},
     "fedadg": {"variant": "paper", "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite", "order": "paper",
                "onehot_value": 1.0},
-    "fedgala": {"variant": "paper", "ga_unit": "model", "ga_vectors": "updates", "predictor": "local",
-                "discard": "skip"},
 }
-# Fields that no file has any more, at the value that their absence stands for.
-GONE = {"clients": 0, "domain_mix": 1.0, "drop": 0.0}
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
     "fdse": {"con_from": 0, "own_bias": False},
     "fedadg": {"slope": 0.01, "keep_momentum_d": False},
-    "fedgala": {"linear_views": "plain"},
-    "fedema": {"linear_views": "plain"},
     "feddyn": {"evaluated": "theta"},
     "fedfa": {"statistics": "average"},
     "feddg_ga": {"step": "whole"},
@@ -138,6 +129,12 @@ def cut_off(run: PlannedRun) -> bool:
     return (path / "checkpoint.pt").exists() and not (path / "result.json").exists()
 
 
+def lacks_reading(run: PlannedRun) -> bool:
+    """Whether a run asks for --after-training and its folder has a finished run without."""
+    file = folder_of_run(run) / "result.json"
+    return run.args.after_training and file.exists() and b'"after_training"' not in file.read_bytes()
+
+
 def known_arguments(record: dict) -> Args:
     """Recorded arguments as the method has them now. Missing fields get defaults; unknown fields are
     ignored."""
@@ -166,15 +163,13 @@ def works_of(module: str, flags: tuple[str, ...], at_test: bool) -> str:
 def moved(record: dict) -> dict:
     """A record whose method's file has other fields since. New ones have what its run did. Removed ones are
     dropped at the value that the file still has; at another one the record is of official/."""
-    for name, value in GONE.items():
-        if record["args"].get(name, value) != value:
-            raise ValueError(f"--{name.replace('_', '-')} {record['args'][name]} is of an older version")
     if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
         record = with_readings(record)
     removed = REMOVED.get(record["method"], {})
     args = ADDED.get(record["method"], {}) | record["args"]
     if all(args.get(name, value) == value for name, value in removed.items()):
-        return record | {"args": {name: value for name, value in args.items() if name not in removed}}
+        known = {"method", *(f.name for f in dataclasses.fields(method(record["method"]).Args))}
+        return record | {"args": {name: value for name, value in args.items() if name in known}}
     name = f"official.{record['method']}"
     return record | {"method": name, "args": removed | args | {"method": name}}
 

@@ -8,9 +8,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from plumbing.run.files import output_folder, write_csv, write_text
@@ -58,8 +56,6 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     """Write tables/*.md, the figures and, if these are all tables, results.csv, README.md and
     the pages of the papers' claims into `out`; returns the text for the terminal."""
     every = answers(papers, tables, records) if whole else []
-    beside = ProcessPoolExecutor(1, get_context("fork"))  # on a second core, while this one writes the pages
-    drawn = beside.submit(draw_figures, every, out)
     shown, counts, seen, lines = [], Counter(), set(), [CSV_HEAD]
     listed, pictures = [], []  # of README.md
     recorded = {scale for _, _, scale in records.worked_on}
@@ -93,7 +89,7 @@ def render(tables: list[Table], records: Records, out: Path, whole: bool = True,
     page = {"every": every, "state": state, "records": records, "made_by": MADE_BY,
             "boards": leaderboards(records), "listed": listed, "pictures": pictures,
             "withdrawn": withdrawn(records), "papers": papers}
-    drawn.result()  # an error of a figure, before a page shows it
+    draw_figures(every, out)
     write_text(out / "README.md", TEMPLATES.get_template("results.md.jinja").render(page))
     readme = out.parent / "README.md"
     if out.name == "results" and readme.exists():

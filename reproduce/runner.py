@@ -62,8 +62,13 @@ class Processes:
 
 def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -> bool:
     """Do `work(item)` for all items, in `jobs` threads. Whether all was done: a signal ends the processes of
-    the items that are going on, and no other begins."""
+    the items that are going on, and no other begins. So does an error, which comes out of here."""
     futures, came = [], []
+
+    def end() -> None:
+        for future in futures:
+            future.cancel()
+        processes.end()
 
     def stop(_number, _frame=None) -> None:
         if came and time.monotonic() - came[-1] < TOGETHER:
@@ -71,17 +76,16 @@ def side_by_side(jobs: int, work: Callable, items: list, processes: Processes) -
         came.append(time.monotonic())
         if len(came) == 1:
             tqdm.write("stopping after the rounds that are going on; once more: at once", file=sys.stderr)
-        for future in futures:
-            future.cancel()
-        processes.end()
+        end()
 
     with ThreadPoolExecutor(jobs) as pool, handled(stop):
         for item in items:
             if not came:
                 futures.append(pool.submit(work, item))
         for future in as_completed(futures):
-            if not future.cancelled():
-                future.result()
+            if not future.cancelled() and future.exception():  # such as a full disk
+                end()
+                raise future.exception()
     return not processes.stopping
 
 

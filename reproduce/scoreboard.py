@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reproduce.cells import WIDE, Cell
+from reproduce.cells import Cell
 
-STATES = {
-    "agrees": f"no difference found, within {WIDE:g} points",
-    "unclear": "cannot tell: the interval is wider",
-    "differs": "differs",
-    "untested": "measured, not decided",
-    "cost": "a cost, computed: as printed",
-    "other cost": "a cost, computed: differs",
-    "laptop": "laptop scale only, not comparable",
-    "not run": "not run",
-    "lost": "lost in the text of the paper",
-}
 MEASURED = ("agrees", "unclear", "differs", "untested")  # accuracies
 COSTS = ("cost", "other cost")
 
@@ -50,7 +39,9 @@ def number_of(cell: Cell, row: list[Cell]) -> tuple | None:
 
 
 def state_of(cell: Cell, small: Cell) -> str:
-    """One of STATES, from a cell at the paper's scale and at laptop scale."""
+    """A cell's verdict at the paper's scale (agrees, unclear, differs, untested), or why it has none: lost in
+    the text of the paper; cost or other cost, which are computed; laptop, if it has runs there alone; not
+    run."""
     if not cell.printed:
         return "lost"
     if cell.computed and cell.verdict:

@@ -37,11 +37,14 @@ def write_whole(path: Path, write: Callable) -> None:
 
 
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
-    """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins. Every flag that
-    names a file to be written asks here, before anything is computed."""
+    """Stop unless nothing is at `path`, an empty file, or one that is ours by how it begins, in a folder that
+    can be written to. Every flag that names a file to be written asks here, before anything is computed."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file, or the name of a new one", 2)
     check_regular(path)
+    folder = next(above for above in path.absolute().parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{path} cannot be written: {folder} is no folder to which you may write", 2)
     if path.exists():
         with open(path, "rb") as file:
             start = file.read(READ_LIMIT)
@@ -113,7 +116,11 @@ def lock_of(path: Path) -> Path:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # another user has made it: to lock it is enough to read it
+        descriptor = os.open(path, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,7 +129,7 @@ def locked(path: Path, wait: bool = True):
                                 "--out")
             print(f"waiting for another process, which holds {path}", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+        yield
 
 
 def load_file(path: Path, what: str, advice: str = "give another file or folder"):

@@ -33,17 +33,20 @@ def code(method_file: Path) -> dict:
 
 
 def files_of(method_file: Path) -> list[Path]:
-    """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that imports of
-    this package or of its own folder."""
+    """The files that make a run's numbers: common.py, plumbing/, the method's file, and what that, or what it
+    imports, imports of this package or of its own folder."""
     plumbing = ROOT / "plumbing"
     files = {ROOT / "common.py", method_file, *plumbing.rglob("*.py"), *plumbing.rglob("*.csv")}
     other_libraries = method_file.parent == ROOT and not (ROOT / "pyproject.toml").exists()  # lie beside it
-    for module in imported_by(method_file):
-        path = Path(module.replace(".", "/") + ".py")
-        ours = "." not in module or module.split(".")[0] in FOLDERS
-        for folder, counts in ((ROOT, ours), (method_file.parent, ours or not other_libraries)):
-            if counts and (folder / path).is_file():
-                files.add(folder / path)
+    to_read = [method_file]
+    while to_read:
+        for module in imported_by(to_read.pop()):
+            path = Path(module.replace(".", "/") + ".py")
+            ours = "." not in module or module.split(".")[0] in FOLDERS
+            for folder, counts in ((ROOT, ours), (method_file.parent, ours or not other_libraries)):
+                if counts and (folder / path).is_file() and folder / path not in files:
+                    files.add(folder / path)
+                    to_read.append(folder / path)
     return sorted(files)
 
 

@@ -351,10 +351,10 @@ def numbers_in(value, name: str = "") -> Iterator[tuple[str, float]]:
 def check_record_file(path: Path) -> None:
     """Stop, before anything is trained, if `--record` is no file of records that can be added to, or has the
     name of one that runs write."""
-    if path.resolve().name in FILES:
+    if Path(os.path.realpath(path)).name in FILES:
         raise UserError(f"--record {path} has the name of a file of runs: give another one", 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
     output_file(path, is_records)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab"):
         pass
 

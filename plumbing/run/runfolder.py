@@ -86,7 +86,7 @@ class Run:
             check_same_settings(self.path, self.saved, self.args, self.key)
             self.history = read_history(self.path, self.saved["round"])
         elif result:
-            theirs = {"identity": result["args"], "round": self.args.rounds}
+            theirs = {"identity": result["args"], "round": None}
             check_same_settings(self.path, theirs, self.args, self.key)
         if result and result["args"] == self.key:
             self.result = result
@@ -96,12 +96,12 @@ class Run:
         if state and not self.args.any_code:
             check_same_code(self.path, state["code"], self.code)
         if self.args.after_training and self.lacks_after_training():
-            print(f"{self.path} holds this run without --after-training: it starts again")
-            self.saved, self.result, self.history = None, None, []
+            raise UserError(f"{self.path} holds this run without --after-training, which cannot be made up "
+                            f"for: {OTHER_OUT}", 2)
 
     def lacks_after_training(self) -> bool:
-        """Whether a round of the folder's run was evaluated without --after-training: that cannot be made up
-        for, because the clients' networks of that round are gone."""
+        """Whether a round of the folder's run was evaluated without --after-training: the clients' networks
+        of that round are gone."""
         if self.result and "after_training" not in self.result:
             return True
         return any("val" in entry and "after_training" not in entry for entry in self.history)
@@ -165,9 +165,10 @@ class Run:
         stale = [file for name in FILES for file in self.path.glob(f"{name}.*.tmp")]  # of killed writes
         if self.t:
             stale.append(self.path / "result.json")
-            for name in ("metrics.jsonl", "timing.jsonl"):
-                lines = (self.path / name).read_bytes().splitlines(keepends=True)[:self.t]
-                write_whole(self.path / name, lambda opened, lines=lines: opened.write(b"".join(lines)))
+            for file in (self.path / "metrics.jsonl", self.path / "timing.jsonl"):
+                if file.exists():  # nothing needs the times
+                    lines = file.read_bytes().splitlines(keepends=True)[:self.t]
+                    write_whole(file, lambda opened, lines=lines: opened.write(b"".join(lines)))
         elif not self.result:
             stale += [self.path / name for name in FILES if name != "settings.json"]
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
@@ -379,7 +380,8 @@ def check_foreign_files(path: Path) -> None:
 
 
 def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
-    """Stop if the folder's run has other arguments, and say which. Fewer rounds are resumed with more."""
+    """Stop if the folder's run has other arguments, and say which. Fewer rounds are resumed with more, unless
+    the checkpoint is gone (round None)."""
     theirs = saved["identity"]
     different = [name for name in sorted(theirs | key) if theirs.get(name) != key.get(name)]
     if not different:
@@ -390,7 +392,9 @@ def check_same_settings(path: Path, saved: dict, args: Args, key: dict) -> None:
     advice = OTHER_OUT
     if different == ["rounds"] and theirs["rounds"] < key["rounds"]:
         why = args.depends_on_rounds()
-        if saved["round"] % args.eval_every or args.test_rounds == "best":
+        if saved["round"] is None:
+            why = "its checkpoint.pt is gone"
+        elif saved["round"] % args.eval_every or args.test_rounds == "best":
             why = why or "its last round was evaluated, and that of a longer run would not be"
         if not why:
             return

@@ -254,8 +254,10 @@ class LinearArgs(Args):
 
 # Settings by dataset for the smaller scales; a method's own go over them, see the layers above.
 SCALES = {"paper": {}}
+WITH_LABELS = {}  # the same, of methods that train with labels alone
 SCALES_FILE = Path(__file__).with_name("scales.toml")
 for scale, tables in tomllib.loads(SCALES_FILE.read_text(encoding="utf-8")).items():
+    WITH_LABELS[scale] = tables.pop("with_labels", {})
     SCALES[scale] = dict.fromkeys(FOLDERS, tables.pop("images")) | tables
 
 
@@ -296,6 +298,8 @@ def parse(cls: type[Args], paper: dict[str, dict], argv: list[str] | None = None
     if scale != "paper":
         own = laptop if scale == "laptop" else smoke
         layers.append((scale, SCALES[scale].get(dataset, {})))
+        if not issubclass(cls, LinearArgs):
+            layers.append((scale, WITH_LABELS[scale].get(dataset, {})))
         layers.append((scale, (own or {}).get(dataset, {})))
     if custom_data:
         layers.append(("own data", {"target_part": "all"}))  # on PACS it is as its paper has it
@@ -354,7 +358,7 @@ def check_settings(args: Args, origins: dict[str, str]) -> None:
                         "--clients-per-domain", 2)
     own = named(args.dataset).folder
     for flag, folder in (("--out", args.out or "runs"), ("--data", args.data)) if own else ():
-        if Path(folder).resolve().is_relative_to(own.resolve()):
+        if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(own)):
             raise UserError(f"{flag}, the folder {folder}, is inside {own}, where it would be taken for "
                             "images of a domain: give another one", 2)
     if args.weights == "imagenet" and network_file(args.backbone):

@@ -80,8 +80,7 @@ def settings_from(run: dict, device: str, data: str, archives: str, any_code: bo
                         "again if they are a file of one's own, and only then", 2)
     if dataset:
         values["dataset"] = canonical(dataset, ())
-    if values["weights"] not in ("none", "imagenet"):  # a file; its hash follows its name
-        values["weights"] = values["weights"].rpartition(" ")[0]
+    values["weights"] = "none"  # the state has all of them
     if network_file(values["backbone"]) or backbone:
         values["backbone"] = allowed_file(values["backbone"], backbone, any_code)
     return module, module.Args(**values)

@@ -14,7 +14,7 @@ from reproduce.cells import missing
 from reproduce.claims import (Answer, Claim, Measured, Method, Paper, Specification, answers, measure,
                               metric_of, printed_gain, read_paper, runs_for, runs_of)
 from reproduce.claims_pages import (answer_words, answered, functions, gain_words, learned_words,
-                                    missing_words, row_of, sentence_of, setting_row, short_gain, verdicts,
+                                    differing, missing_words, row_of, sentence_of, setting_row,
                                     where_learned)
 from reproduce.records import known_arguments
 from tests.committed import PAPERS, RECORDS, TABLES
@@ -233,9 +233,11 @@ def test_the_sentence_and_the_row_of_a_claim(tmp_path):
     answer = Answer(A_PAPER, CLAIM, 4.0, [92.0, 88.0], one, [], [])
     assert sentence_of(answer) == ("**FDSE gains over FedAvg**: +4.0 (+3.8 to +4.2) points, as printed. The "
                                    "paper prints +4.0.")
-    assert row_of(answer)[1:4] == ["+4.0", "+4.0 (+3.8 to +4.2)", "gains, as printed"]
+    assert row_of(answer, "there") == ["[FDSE over FedAvg](there/fdse.md), officecaltech (p, ALL)", "+4.0",
+                                       "gains, as printed: +4.0 (+3.8 to +4.2)", "-", "-"]
     none = dataclasses.replace(answer, own=measured(tmp_path, []), others=[one])
-    assert "own: +4.0" in row_of(none)[2] and "Not measured yet" in sentence_of(none)
+    assert row_of(none, "")[2] == "not measured; own: +4.0 (+3.8 to +4.2)"
+    assert "Not measured yet" in sentence_of(none)
     better = measured(tmp_path, lines_of({"fdse": [0.95, 0.951, 0.949], "fedavg": [0.9] * 3}))
     second = dataclasses.replace(answer, claim=dataclasses.replace(CLAIM, id="d"), own=better)
     assert functions([answer, second])["over"]("d", CLAIM.id, OWN.name) == "+1.0 (+1.0 to +1.0)"
@@ -248,39 +250,34 @@ def an_answer(tmp_path, *gains: float, **parts) -> Answer:
     return Answer(A_PAPER, CLAIM, 5.0, [92.0, 88.0], own, parts.get("others", []), [])
 
 
-NAMED = "  - [FDSE over FedAvg](results/claims/fdse.md)"
 LOSES = "-1.0 (-1.2 to -0.8)"
 
 
-@pytest.mark.parametrize("gains, said, rows", [
+@pytest.mark.parametrize("gains, said, short", [
     ((-1.1, -1.0, -0.9), f"**FDSE loses against FedAvg**: {LOSES} points, less than printed. The paper",
-     ["- **Loses.**", f"{NAMED} (p): loses, {LOSES}; printed +5.0."]),
+     f"loses, less than printed: {LOSES}"),
     ((-4.0, 1.0, 6.0), "**Open whether FDSE gains over FedAvg**: +1.0 (-11.4 to +13.4) points. The paper",
-     ["- **Open.**", f"{NAMED} (p): open, +1.0 (-11.4 to +13.4); printed +5.0."]),
+     "open: +1.0 (-11.4 to +13.4)"),
     ((2.0, 3.0), "**Not decided**: +2.5 (no interval: 2 of 3 seeds) points so far. The paper prints +5.0.",
-     ["- **Not measured in the paper's own setting:** 1 claims of FDSE. Their pages have the command that "
-      "trains what is missing."]),
+     "+2.5 (no interval: 2 of 3 seeds)"),
 ])
-def test_the_sentences_of_each_answer(tmp_path, gains, said, rows):
+def test_the_sentences_of_each_answer(tmp_path, gains, said, short):
     answer = an_answer(tmp_path, *gains)
-    assert sentence_of(answer).startswith(said) and verdicts([answer]) == rows
-    assert short_gain(answer) == f"{statistics.mean(gains):+.1f}"
+    assert sentence_of(answer).startswith(said) and row_of(answer, "")[2] == short
 
 
-def test_a_method_that_was_behind_stands_by_itself(tmp_path, monkeypatch):
-    answer = an_answer(tmp_path, -1.1, -1.0, -0.9)
-    monkeypatch.setattr(Measured, "not_learned", True)
-    heading, row = verdicts([answer])
-    assert heading.startswith("- **Behind on its own source domains.** These methods did") and LOSES in row
-    assert short_gain(answer) == "-1.0, behind on its sources"
+def test_a_command_by_what_differs():
+    first = "a.py --lr 1 --clip"
+    assert differing("a.py --lr 1 --lr 2 --clip --mu 0", first) == "--lr 2 --mu 0"
+    for other in ("a.py --lr 2", "b.py --lr 1 --clip"):  # nothing takes --clip away
+        assert differing(other, first) == other
 
 
 def test_what_is_answered_and_what_is_missing(tmp_path, monkeypatch):
     """One claim is answered, one has runs in another setting alone; of six runs each three are there."""
     there = an_answer(tmp_path, 3.9, 4.0, 4.1)
     none = an_answer(tmp_path, others=[there.own])
-    assert verdicts([none])[-1].startswith("- **Not measured in the paper's own setting:** 1 claims of FDSE.")
-    assert answered([there, none]) == "We answered 1 of the papers' 2 claims so far, all of FDSE."
+    assert answered([there, none]) == "1 of the papers' 2 claims are answered so far, all of FDSE."
     records = records_in(tmp_path, lines_of({"fdse": [0.9], "fedavg": [0.9, 0.9]}))
     assert missing_words(none, records).endswith(
         "begins with the paper's own setting: 3 trainings on one processor core (time unknown). The other "
@@ -288,6 +285,8 @@ def test_what_is_answered_and_what_is_missing(tmp_path, monkeypatch):
     assert functions([there])["level"]("c", "own") == "90.0%"
     row = ["own", "+4.0 (+3.8 to +4.2)", "gains, less than printed", "-", "-", "90.0", "3 of 3", "fp32, cpu"]
     assert setting_row(there, there.own) == row
+    monkeypatch.setattr(Measured, "not_learned", True)
+    assert row_of(there, "")[2] == "gains, less than printed, **behind**: +4.0 (+3.8 to +4.2)"
     monkeypatch.setattr(Measured, "alike", False)
     assert setting_row(there, there.own)[2] == "-"
 
@@ -300,9 +299,8 @@ def test_where_a_method_had_learned_stands_beside_where_it_had_not():
 
     others = [one(1.0), one(-2.0), one(9.0, not_learned=True), one(9.0, alike=False), one(9.0, decided=False)]
     lost = SimpleNamespace(own=one(-9.0, not_learned=True), others=others)
-    assert where_learned(lost) == ("Among the other settings with all seeds and runs of their own it was not "
-                                   "behind in 2 (gain between -2.0 and +1.0) and behind in 1 (gain +9.0).")
-    assert not where_learned(SimpleNamespace(own=one(1.0), others=others))
+    assert where_learned(lost) == "not behind in 2 (-2.0 to +1.0), behind in 1 (+9.0)"
+    assert not where_learned(SimpleNamespace(own=one(1.0), others=others[3:]))
 
 
 def test_a_claims_file_names_what_it_has():

@@ -91,16 +91,17 @@ def test_the_commit_is_not_that_of_another_repository(tmp_path, monkeypatch):
 
 
 def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, monkeypatch):
-    """Where pip has installed it. The folder of a method of one's own counts."""
+    """Where pip has installed it. The folder of a method of one's own counts, to the end of its imports."""
     site, mine = tmp_path / "site", tmp_path / "mine"
     write_files(site, {"common.py": "import plumbing.run.seeding",
                        "plumbing/run/seeding.py": "import torch.nn",
                        "fedavg.py": "import common, torch.nn", "torch/nn.py": ""})
-    write_files(mine, {"mine.py": "import fedavg, helper, torch.nn", "helper.py": ""})
+    write_files(mine, {"mine.py": "import fedavg, helper, torch.nn", "helper.py": "import end", "end.py": "import mine"})
     monkeypatch.setattr(provenance, "ROOT", site)
     package = [site / "common.py", site / "fedavg.py", site / "plumbing/run/seeding.py"]
     assert provenance.files_of(site / "fedavg.py") == package
-    assert provenance.files_of(mine / "mine.py") == [mine / "helper.py", mine / "mine.py", *package]
+    own = [mine / "end.py", mine / "helper.py", mine / "mine.py"]
+    assert provenance.files_of(mine / "mine.py") == [*own, *package]
 
 
 @pytest.mark.slow

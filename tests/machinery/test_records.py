@@ -25,8 +25,6 @@ FEDAVG = run_of(DIGITS, Row("", module="fedavg", flags="--lr 0.05 --precision fp
     ({"device": "cuda"}, True),
     ({"augment": None}, True),
     ({"future": 1}, True),
-    ({"clients": 0, "domain_mix": 1.0, "drop": 0.0}, True),  # no flags any more
-    ({"clients": 4}, False),
     ({"seed": 4}, False),
     ({"lr": 0.1}, False),
     ({"scale": "smoke"}, False),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import fedavg
 from reproduce import runner
@@ -51,6 +52,13 @@ def test_a_run_that_cannot_start_does_not_stop_the_rest(monkeypatch, tmp_path, c
     assert runner.run_all([Sleep("a"), Sleep("b")], place, 1, []) == {"failed": 1, "done": 1}
     error = capfd.readouterr().err
     assert "failed: python sleep" in error and "it could not be started" in error
+
+
+def test_an_error_ends_what_has_not_begun():
+    work = mock.Mock(side_effect=OSError("no room"))
+    with pytest.raises(OSError, match="no room"):
+        runner.side_by_side(1, work, range(50), Processes())
+    assert work.call_count < 50
 
 
 def test_a_run_of_another_runner_is_skipped(monkeypatch, tmp_path):
