@@ -26,6 +26,7 @@ differ (in full: papers/baselines/fedprox.md)
   clients        by size    uniform    all        all             uniform, none twice     --participation
   average        1/K        n_k/m_t    1/K        1/K             n_k/m_t; of FedCiR 1/K  --average uniform
   clipping       -          -          10         none            10, of both gradients   --clip
+Values without a paper are those on FDSE's data; --show-settings has those of each dataset.
 """
 
 from dataclasses import dataclass

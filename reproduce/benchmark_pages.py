@@ -65,7 +65,7 @@ def write(out: Path, chosen: list, trials: list[list], which: str, measure: str,
     plain = []
     for row in table:
         plain.append([words.replace("**", "") for words in row])
-    return "\n\n".join([table_text(plain, heads, "plain"), *differences])
+    return "\n\n".join([table_text(plain, heads, "plain"), *differences, *settings_words(chosen)])
 
 
 # Numbers

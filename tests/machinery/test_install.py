@@ -96,7 +96,8 @@ def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, mo
     write_files(site, {"common.py": "import plumbing.run.seeding",
                        "plumbing/run/seeding.py": "import torch.nn",
                        "fedavg.py": "import common, torch.nn", "torch/nn.py": ""})
-    write_files(mine, {"mine.py": "import fedavg, helper, torch.nn", "helper.py": "import end", "end.py": "import mine"})
+    write_files(mine, {"mine.py": "import fedavg, helper, torch.nn", "helper.py": "import end",
+                       "end.py": "import mine"})
     monkeypatch.setattr(provenance, "ROOT", site)
     package = [site / "common.py", site / "fedavg.py", site / "plumbing/run/seeding.py"]
     assert provenance.files_of(site / "fedavg.py") == package
