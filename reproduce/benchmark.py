@@ -221,8 +221,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def compare(flags: argparse.Namespace) -> None:
     """Plan, run, choose, and write the pages."""
-    on_a_line = flags.methods.replace("\n", " ")
-    (methods,) = csv.reader([on_a_line], skipinitialspace=True) if on_a_line else [[""]]
+    (methods,) = csv.reader([flags.methods.replace("\n", " ") or '""'], skipinitialspace=True)
     entries = [entry_of(text.strip()) for text in methods]
     if len(entries) < 2 or len({entry.label for entry in entries}) < len(entries):
         raise UserError(f"--methods {flags.methods}: expected two or more, each once", 2)

@@ -285,13 +285,14 @@ def missing(tables: list[Table], records: Records, scale: str, seeds: list[int] 
                     lacking += [(table.id, run) for run in cell.missing]
     by_key = {}
     for part, run in lacking:
-        run.replace = (records.has(run) or lacks_reading(run)) and not cut_off(run)
         trains = run.key[:-1]  # what it asks of the run, --after-training or not, is the last
         known = by_key.setdefault(trains, Missing(run, []))
         known.run.curve = known.run.curve or run.curve  # also if another does without
         if run.args.after_training and not known.run.args.after_training:
             known.run.flags += ("--after-training",)  # one run gives both readings
-            known.run.replace = known.run.replace or run.replace
         if part not in known.parts:
             known.parts.append(part)
+    for entry in by_key.values():
+        run = entry.run
+        run.replace = lacks_reading(run) or (records.has(run) and not cut_off(run))
     return list(by_key.values())

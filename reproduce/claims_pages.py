@@ -142,7 +142,7 @@ def missing_words(answer: Answer, records: Records) -> str:
     if not of_all:
         return "Nothing is missing."
     if not of_own:
-        return f"In the paper's own setting nothing.{further} {command} trains them.{needs}"
+        return f"Both methods' own setting is whole.{further} {command} trains the rest.{needs}"
     hours, unknown = hours_of([group[0] for group in of_own], records)
     where = "a GPU" if own.device == "gpu" else "one processor core"
     time = "time unknown"
@@ -152,8 +152,8 @@ def missing_words(answer: Answer, records: Records) -> str:
             f"{further}{needs}")
 
 
-def count(trainings: int) -> str:
-    return f"{trainings} training{'' if trainings == 1 else 's'}"
+def count(n: int, what: str = "training") -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def row_of(answer: Answer, folder: str) -> list[str]:
@@ -161,15 +161,16 @@ def row_of(answer: Answer, folder: str) -> list[str]:
     own, claim, other = answer.own, answer.claim, instead(answer)
     place = claim.place.rpartition("; ")[2] + f", {claim.columns[0]}" * (len(claim.columns) == 1)
     name = f"[{' over '.join(claim.methods)}]({folder}/{answer.paper.id}.md), {claim.dataset} ({place})"
-    words, sources = gain_words(own), "-"
-    if own.decided:
-        words = f"{answer_words(own)}{', **behind**' * own.not_learned}: {words}"
-    elif other and not own.gains:
-        words += f"; {other.specification.name}: {gain_words(other)}"
+    words, sources, elsewhere = gain_words(own), "-", where_learned(answer)
+    if own.gains:
+        verdict = "loses" if own.decided and own.verdict == "loses" else answer_words(own)
+        words = f"{verdict}{', **behind**' * own.not_learned}: {words}"
+    elif other:
+        elsewhere = f"{other.specification.name}: {gain_words(other)}"
     mine, theirs = (own.learned(method) for method in claim.methods)
     if own.gains and None not in (mine.sources, theirs.sources):
         sources = f"{mine.sources:.1f} / {theirs.sources:.1f}%"
-    return [name, f"{answer.printed:+.1f}", words, sources, where_learned(answer) or "-"]
+    return [name, f"{answer.printed:+.1f}", words, sources, elsewhere or "-"]
 
 
 def table_of_all(every: list[Answer], folder: str) -> str:
@@ -186,13 +187,6 @@ def remarks(every: list[Answer]) -> list[str]:
 def lines_of(method: str) -> int:
     """How many lines the file of a method has."""
     return len((ROOT / f"{method}.py").read_text(encoding="utf-8").splitlines())
-
-
-def answered(every: list[Answer]) -> str:
-    """How many claims are answered."""
-    decided = [answer for answer in every if answer.own.decided]
-    names = " and ".join(dict.fromkeys(answer.paper.name for answer in decided))
-    return f"{len(decided)} of the papers' {len(every)} claims are answered so far, all of {names}."
 
 
 def table_of_settings(answer: Answer) -> str:
@@ -268,7 +262,8 @@ def why(answer: Answer, call: dict) -> list[str]:
 
 
 def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[str, str]]]:
-    """Of each setting its name, why it is one, and the command of the first run of each method."""
+    """Of each setting its name, why it is one, and the command of the first run of each method; of searched
+    values of each target's."""
     of_settings = []
     for measured in answer.measured:
         commands = {}
@@ -277,7 +272,9 @@ def commands_of(answer: Answer, records: Records) -> list[tuple[str, str, dict[s
             runs = runs_of(answer.paper, answer.claim, measured.specification, name, 0, records)
             if runs:
                 before = " (before its first step)" if answer.paper.methods[name].start else ""
-                commands[name + before] = runs[0].command
+                for run in runs if searched else runs[:1]:  # each target has its own draw
+                    of_target = f", {run.args.target}" if searched else ""
+                    commands[name + before + of_target] = run.command
         of_settings.append((measured.specification.name, measured.specification.why, commands))
     return of_settings
 
@@ -372,7 +369,7 @@ def curve_of(record: dict, metric: str) -> tuple[list[int], list[float | None]]:
     return curve["round"], curve.get(name, [])
 
 
-for function in (answer_words, answered, commands_of, differing, gain_words, learned_words, lines_of,
+for function in (answer_words, commands_of, differing, gain_words, learned_words, lines_of,
                  missing_words, remarks, sentence_of, table_of_all, table_of_settings, where_learned, why):
     TEMPLATES.globals[function.__name__] = function
 TEMPLATES.globals["rule"] = rule

@@ -25,11 +25,12 @@ from reproduce.methods import ROOT, arguments, method, setting, short_name
 
 READING = ("best", "last", "curve")  # what a record has twice if its run had --after-training
 NOT_OF_SETTING = ("seed", "target", "lr")  # arguments in which the records of a setting differ
-# {method: {a field that its file no longer has: the value that the file still has}}, where records differ.
-REMOVED: dict[str, dict] = {
-    "fedadg": {"variant": "paper", "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite", "order": "paper",
-               "onehot_value": 1.0},
-}
+# Fields that a method's file no longer has, at the value that their absence stands for.
+REMOVED = {"variant": "paper", "clients": 0, "domain_mix": 1.0, "drop": 0.0,
+           "G": 2, "con_loss": "eq6", "dse_relu": True, "stem_padding": 2, "pad": True, "fc_identity": True,
+           "norm": "squared", "kl_scale": False, "warmup": 0, "d_loss": "lsgan", "g_loss": "opposite",
+           "order": "paper", "onehot_value": 1.0, "ga_unit": "model", "ga_vectors": "updates",
+           "predictor": "local", "discard": "skip"}
 # {method: {a field that its file got later: what its runs did before}}.
 ADDED: dict[str, dict] = {
     "fdse": {"con_from": 0, "own_bias": False},
@@ -130,9 +131,11 @@ def cut_off(run: PlannedRun) -> bool:
 
 
 def lacks_reading(run: PlannedRun) -> bool:
-    """Whether a run asks for --after-training and its folder has a finished run without."""
-    file = folder_of_run(run) / "result.json"
-    return run.args.after_training and file.exists() and b'"after_training"' not in file.read_bytes()
+    """Whether a run asks for --after-training and its folder has one without, finished or cut off."""
+    file = folder_of_run(run) / "settings.json"
+    if not run.args.after_training or not file.exists():
+        return False
+    return not json.loads(file.read_bytes())["settings"]["after_training"]["value"]
 
 
 def known_arguments(record: dict) -> Args:
@@ -165,13 +168,21 @@ def moved(record: dict) -> dict:
     dropped at the value that the file still has; at another one the record is of official/."""
     if record["method"] in TESTED_TRAINED and "evaluated" in record["args"]:
         record = with_readings(record)
-    removed = REMOVED.get(record["method"], {})
-    args = ADDED.get(record["method"], {}) | record["args"]
-    if all(args.get(name, value) == value for name, value in removed.items()):
-        known = {"method", *(f.name for f in dataclasses.fields(method(record["method"]).Args))}
-        return record | {"args": {name: value for name, value in args.items() if name in known}}
-    name = f"official.{record['method']}"
-    return record | {"method": name, "args": removed | args | {"method": name}}
+    name = record["method"]
+    args = ADDED.get(name, {}) | record["args"]
+    changed = {field for field in args.keys() & REMOVED.keys() if args[field] != REMOVED[field]}
+    if changed - fields_of(name):
+        name = f"official.{name}"
+        args = REMOVED | args | {"method": name}
+        if changed - fields_of(name):
+            raise ValueError(f"{sorted(changed)} of an older version")
+    known = fields_of(name)
+    return record | {"method": name, "args": {field: args[field] for field in args if field in known}}
+
+
+def fields_of(name: str) -> set[str]:
+    """What a record of a method may have as arguments."""
+    return {"method", *(f.name for f in dataclasses.fields(method(name).Args))}
 
 
 def with_readings(record: dict) -> dict:

@@ -17,7 +17,7 @@ from plumbing.run.several import BySeed, accuracies_of, by_seed, means_over_colu
 from reproduce import figures
 from reproduce.cells import SEEDS, WIDE, Cell, FilledBlock, cells_in, chance, filled, rows_of
 from reproduce.claims import Answer, Paper, answers, metric_of
-from reproduce.claims_pages import answer_words, draw_figures, write_pages
+from reproduce.claims_pages import answer_words, count, draw_figures, write_pages
 from reproduce.drawing import table_text
 from reproduce.measures.finished import name_of as name_of_run
 from reproduce.methods import method, setting
@@ -371,10 +371,6 @@ def budget(args: dict) -> str:
     steps = count(args["steps"], "step") if args["steps"] else count(args["epochs"], "epoch")
     size = args.get("crop") or args["image_size"]
     return f"{count(args['rounds'], 'round')} of {steps} of {args['batch_size']} images, {size}x{size}"
-
-
-def count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def comparisons(table: Table, block: FilledBlock) -> list[str]:

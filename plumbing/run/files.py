@@ -42,8 +42,8 @@ def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file, or the name of a new one", 2)
     check_regular(path)
-    folder = next(above for above in path.absolute().parents if above.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    folder = next(above for above in Path(os.path.realpath(path)).parents if above.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"{path} cannot be written: {folder} is no folder to which you may write", 2)
     if path.exists():
         with open(path, "rb") as file:
@@ -116,11 +116,8 @@ def lock_of(path: Path) -> Path:
 def locked(path: Path, wait: bool = True):
     """Hold an exclusive lock on a file; if another process holds it, wait and say so. Without `wait` Stop."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user has made it: to lock it is enough to read it
-        descriptor = os.open(path, os.O_RDONLY)
-    with os.fdopen(descriptor, "rb") as file:
+    others = path.exists() and not os.access(path, os.W_OK)  # a lock needs no more than to read it
+    with open(path, "rb" if others else "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

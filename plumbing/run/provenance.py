@@ -40,10 +40,12 @@ def files_of(method_file: Path) -> list[Path]:
     other_libraries = method_file.parent == ROOT and not (ROOT / "pyproject.toml").exists()  # lie beside it
     to_read = [method_file]
     while to_read:
-        for module in imported_by(to_read.pop()):
+        file = to_read.pop()
+        for module in imported_by(file):
             path = Path(module.replace(".", "/") + ".py")
             ours = "." not in module or module.split(".")[0] in FOLDERS
-            for folder, counts in ((ROOT, ours), (method_file.parent, ours or not other_libraries)):
+            for folder in (ROOT, method_file.parent, file.parent):
+                counts = ours or folder != ROOT and not other_libraries
                 if counts and (folder / path).is_file() and folder / path not in files:
                     files.add(folder / path)
                     to_read.append(folder / path)

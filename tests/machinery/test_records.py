@@ -3,10 +3,11 @@
 import json
 
 import reproduce.records
+from plumbing.run.files import write_json
 from plumbing.run.settings import identity
 from reproduce.cells import missing, run_of
-from reproduce.methods import arguments, method
-from reproduce.records import Records, command_of, known_arguments, moved, setting_of
+from reproduce.methods import arguments
+from reproduce.records import Records, command_of, lacks_reading, moved
 from reproduce.tables import Block, Column, Row, read_tables
 from tests.committed import RECORDS
 from tests.conftest import RUNS
@@ -24,7 +25,8 @@ FEDAVG = run_of(DIGITS, Row("", module="fedavg", flags="--lr 0.05 --precision fp
     ({"precision": "tf32"}, False),
     ({"device": "cuda"}, True),
     ({"augment": None}, True),
-    ({"future": 1}, True),
+    ({"future": 1, "clients": 0}, True),
+    ({"clients": 4}, False),  # no flag any more
     ({"seed": 4}, False),
     ({"lr": 0.1}, False),
     ({"scale": "smoke"}, False),
@@ -48,24 +50,27 @@ def test_a_derived_value_stands_for_what_an_older_record_has(tmp_path):
         assert bool(records_in(tmp_path, [one]).get(run)) == there
 
 
-def test_removed_fields(tmp_path, monkeypatch):
+def test_removed_fields():
     """At the value that the file still has the record is as it was without the field, at another one it is of
     official/, with the values that the file had."""
-    monkeypatch.setattr(reproduce.records, "REMOVED", {"fedavg": {"order": "paper", "norm": 1}})
-    made = record("fedavg", ["--dataset", "digits", "--seed", "3", "--precision", "fp32"])
-    older = made | {"args": made["args"] | {"order": "paper"}}
-    assert moved(older) == made
-    records = records_in(tmp_path, [older])
-    assert records.get(FEDAVG)["setting"] == setting_of("fedavg", known_arguments(made))
+    made = record("fedadg", ["--dataset", "digits"])
+    assert moved(made | {"args": made["args"] | {"order": "paper"}}) == made
     other = moved(made | {"args": made["args"] | {"order": "code"}})
-    assert other["method"] == other["args"]["method"] == "official.fedavg"
-    assert (other["args"]["order"], other["args"]["norm"]) == ("code", 1)
+    assert other["method"] == other["args"]["method"] == "official.fedadg"
+    assert (other["args"]["order"], other["args"]["warmup"]) == ("code", 0)
+
+
+@pytest.mark.parametrize("begun_with", [True, False])
+def test_a_run_without_the_reading_that_is_needed_is_made_anew(tmp_path, monkeypatch, begun_with):
+    run = run_of(DIGITS, Row("", module="fedavg", flags="--after-training"), ALL, "paper", 3)
+    monkeypatch.setattr(reproduce.records, "folder_of_run", lambda run: tmp_path)
+    write_json(tmp_path / "settings.json", {"settings": {"after_training": {"value": begun_with}}})
+    assert lacks_reading(run) is not begun_with
 
 
 def test_no_record_is_lost():
     """Every line of the repository's records is of a method that is there."""
     assert RECORDS.damaged == [] and len(RECORDS.every) == len(recorded(RUNS)) >= 504
-    assert all(method(one["method"]) for one in RECORDS.every)
 
 
 def test_the_command_that_gives_a_records_bytes():
