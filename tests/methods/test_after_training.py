@@ -8,8 +8,8 @@ from plumbing.run.results import numbers_of, summary
 from reproduce.cells import cells_of, missing
 from reproduce.records import moved
 from reproduce.tables import Block, Column, Row, Table
-from tests.conftest import (METHODS, OFFICIAL, PROGRAMS, TESTED, interrupted, metrics, parsed, quick_for,
-                            run_here, same_metrics, saved_in)
+from tests.conftest import (METHODS, OFFICIAL, PROGRAMS, TESTED, fails, interrupted, metrics, parsed,
+                            quick_for, run_here, same_metrics, saved_in)
 from tests.small_table import record, recorded, records_in
 
 import pytest
@@ -167,20 +167,22 @@ def test_an_interrupted_run_goes_on_to_the_same(tmp_path, monkeypatch):
 
 
 def test_what_is_there_serves_if_it_has_what_is_asked_for(tmp_path, monkeypatch, capsys):
-    """A run with the flag where one without is asked for. The other way round it is made again, finished or
-    not; and recorded beside the one without, which is the same in all else."""
+    """A run with the flag where one without is asked for. The other way round it is refused, finished or not;
+    made again it is recorded beside the one without, which is the same in all else."""
     out, records = tmp_path / "run", tmp_path / "r.jsonl"
     flags = ["--rounds", 2, "--checkpoint-every", 0, "--record", records]
     interrupted("fedavg", monkeypatch, out, *flags, after=1)
     first = run_here("fedavg", out, *flags)
-    for _ in range(2):
-        both = run_here("fedavg", out, *flags, "--after-training")
+    for again in ("--no-resume", "--resume"):
+        both = run_here("fedavg", out, *flags, "--after-training", again)
         assert both["curve"] == first["curve"] and both["after_training"]["curve"]["round"] == [1, 2]
     assert run_here("fedavg", out, *flags) == both
     assert ["after_training" in line for line in recorded(records)] == [False, True]
     other = tmp_path / "other"
     interrupted("fedavg", monkeypatch, other, *flags, after=1)
-    assert run_here("fedavg", other, *flags, "--after-training")["after_training"] == both["after_training"]
+    capsys.readouterr()
+    fails(capsys, 2, "holds this run without --after-training", run_here, "fedavg", other, *flags,
+          "--after-training")
 
 
 # Records and cells
