@@ -101,8 +101,8 @@ def test_beside_other_libraries_only_this_package_makes_the_numbers(tmp_path, mo
     monkeypatch.setattr(provenance, "ROOT", site)
     package = [site / "common.py", site / "fedavg.py", site / "plumbing/run/seeding.py"]
     assert provenance.files_of(site / "fedavg.py") == package
-    own = [mine / "end.py", mine / "helper.py", mine / "mine.py"]
-    assert provenance.files_of(mine / "mine.py") == [*own, *package]
+    assert provenance.files_of(mine / "mine.py") == [mine / "end.py", mine / "helper.py", mine / "mine.py",
+                                                     *package]
 
 
 @pytest.mark.slow
