@@ -21,7 +21,7 @@ FOLDERS = ["official", "baselines", "papers", "results", "tests", "docs", "bench
 
 OF_PAPERS = ["fdse", "fedsr", "fedadg", "fedgala"]  # those with a file in official/
 # Folders that git does not know: caches, runs and data.
-NO_SOURCE = {"__pycache__", ".pytest_cache", ".ruff_cache", ".venv", "build", "data", "runs", "site"}
+NO_SOURCE = {".pyc", ".pytest_cache", ".ruff_cache", ".venv", "build", "data", "runs", "site"}
 
 # The floors that each floor may import from; tests may import everything.
 BELOW = {
@@ -42,7 +42,7 @@ def tracked() -> list[str]:
     """The files of the repository: what git knows, or else what lies there and is no cache, run or data."""
     if not (ROOT / ".git").exists():
         below = [path.relative_to(ROOT) for path in sorted(ROOT.rglob("*")) if path.is_file()]
-        return [str(path) for path in below if not NO_SOURCE & {*path.parts}]
+        return [str(path) for path in below if not NO_SOURCE & {path.parts[0], path.suffix}]
     words = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     return [line for line in subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
             if (ROOT / line).exists()]
