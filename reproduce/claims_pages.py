@@ -168,7 +168,7 @@ def row_of(answer: Answer, folder: str) -> list[str]:
     elif other:
         elsewhere = f"{other.specification.name}: {gain_words(other)}"
     mine, theirs = (own.learned(method) for method in claim.methods)
-    if own.gains and None not in (mine.sources, theirs.sources):
+    if None not in (mine.sources, theirs.sources):
         sources = f"{mine.sources:.1f} / {theirs.sources:.1f}%"
     return [name, f"{answer.printed:+.1f}", words, sources, elsewhere or "-"]
 

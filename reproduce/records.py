@@ -135,7 +135,7 @@ def lacks_reading(run: PlannedRun) -> bool:
     file = folder_of_run(run) / "settings.json"
     if not run.args.after_training or not file.exists():
         return False
-    return not json.loads(file.read_bytes())["settings"]["after_training"]["value"]
+    return not json.loads(file.read_bytes())["settings"].get("after_training", {}).get("value")
 
 
 def known_arguments(record: dict) -> Args:

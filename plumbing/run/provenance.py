@@ -37,7 +37,8 @@ def files_of(method_file: Path) -> list[Path]:
     imports, imports of this package or of its own folder."""
     plumbing = ROOT / "plumbing"
     files = {ROOT / "common.py", method_file, *plumbing.rglob("*.py"), *plumbing.rglob("*.csv")}
-    other_libraries = method_file.parent == ROOT and not (ROOT / "pyproject.toml").exists()  # lie beside it
+    at_root = method_file.parent == ROOT
+    installed = not (ROOT / "pyproject.toml").exists()  # then other libraries lie beside it
     to_read = [method_file]
     while to_read:
         file = to_read.pop()
@@ -45,7 +46,7 @@ def files_of(method_file: Path) -> list[Path]:
             path = Path(module.replace(".", "/") + ".py")
             ours = "." not in module or module.split(".")[0] in FOLDERS
             for folder in (ROOT, method_file.parent, file.parent):
-                counts = ours or folder != ROOT and not other_libraries
+                counts = ours or (not installed if at_root else folder != ROOT)
                 if counts and (folder / path).is_file() and folder / path not in files:
                     files.add(folder / path)
                     to_read.append(folder / path)
